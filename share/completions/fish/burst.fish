@@ -62,7 +62,7 @@ complete -c burst -n "__fish_burst_using_subcommand doctor" -l json -d 'Print JS
 complete -c burst -n "__fish_burst_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c burst -n "__fish_burst_using_subcommand why" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
 complete -c burst -n "__fish_burst_using_subcommand why" -l reports -d 'With `daemon`: the directory of crash reports to read if no daemon answers (state_dir) [default: this user\'s]' -r -F
-complete -c burst -n "__fish_burst_using_subcommand why" -l pcap -d 'With a queue pair number: write its last packets, up to its failure, as pcapng; the host must keep them (packet_ring)' -r
+complete -c burst -n "__fish_burst_using_subcommand why" -l pcap -d 'With qp:NUMBER or jetty:ID: write its last packets, up to its failure, as pcapng; the host must keep them (packet_ring)' -r
 complete -c burst -n "__fish_burst_using_subcommand why" -l json -d 'Print JSON'
 complete -c burst -n "__fish_burst_using_subcommand why" -s h -l help -d 'Print help'
 complete -c burst -n "__fish_burst_using_subcommand stats" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
@@ -87,6 +87,7 @@ complete -c burst -n "__fish_burst_using_subcommand capture" -l for -d 'End afte
 complete -c burst -n "__fish_burst_using_subcommand capture" -l read -d 'Show the packets of this pcapng file instead; twice: of two hosts' -r
 complete -c burst -n "__fish_burst_using_subcommand capture" -l svg -d 'Draw a ladder of the first packets (30, or --count) between two hosts as SVG; `-`: to stdout' -r
 complete -c burst -n "__fish_burst_using_subcommand capture" -l qp -d 'Only packets of this queue pair of the host (0x11f or 287); several: with commas, or given again' -r
+complete -c burst -n "__fish_burst_using_subcommand capture" -l jetty -d 'Only packets of this Jetty of the host: its requests and their responses, and what is sent to it' -r
 complete -c burst -n "__fish_burst_using_subcommand capture" -l peer -d 'Only packets from or to this address' -r
 complete -c burst -n "__fish_burst_using_subcommand capture" -l opcode -d 'Only packets whose opcode has this in its name: send, `rdma write`, `read response`, acknowledge, cnp' -r
 complete -c burst -n "__fish_burst_using_subcommand capture" -l stage -d 'Only packets that were sent, received, dropped, or refused with a NAK' -r
@@ -150,20 +151,24 @@ complete -c burst -n "__fish_burst_using_subcommand host-files" -l live -d 'With
 complete -c burst -n "__fish_burst_using_subcommand host-files" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c burst -n "__fish_burst_using_subcommand detach-daemon" -s h -l help -d 'Print help'
 complete -c burst -n "__fish_burst_using_subcommand in-process-snapshot" -s h -l help -d 'Print help'
-complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -s h -l help -d 'Print help'
-complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -s V -l version -d 'Print version'
-complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -f -a "run" -d 'Run a proxy until SIGTERM'
-complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -f -a "keys" -d 'Make a certificate authority and a certificate for each name, where they are missing'
-complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -f -a "ls" -d 'List peers, links and streams'
-complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -f -a "stats" -d 'Show counters'
-complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -f -a "metrics" -d 'Show counters as Prometheus text'
-complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -f -a "why" -d 'Explain the last connection that ended in error, and show which ones no peer carried: the last 256 of each per worker'
-complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -f -a "drain" -d 'Take no new connections; open streams go on'
-complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -f -a "reload" -d 'Read rules, peers and certificates again; open streams go on'
-complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -f -a "break-queue-pairs" -d 'Break all queue pairs, to test resumption'
-complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -f -a "janitor" -d 'Remove routes when standard input ends'
-complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why log drain reload break-queue-pairs janitor help" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why log drain reload break-queue-pairs janitor help" -s V -l version -d 'Print version'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why log drain reload break-queue-pairs janitor help" -f -a "run" -d 'Run a proxy until SIGTERM'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why log drain reload break-queue-pairs janitor help" -f -a "keys" -d 'Make a certificate authority and a certificate for each name, where they are missing'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why log drain reload break-queue-pairs janitor help" -f -a "ls" -d 'List peers, links and streams'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why log drain reload break-queue-pairs janitor help" -f -a "stats" -d 'Show counters'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why log drain reload break-queue-pairs janitor help" -f -a "metrics" -d 'Show counters as Prometheus text'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why log drain reload break-queue-pairs janitor help" -f -a "why" -d 'Explain the last connection that ended in error, and show which ones no peer carried: the last 256 of each per worker'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why log drain reload break-queue-pairs janitor help" -f -a "log" -d 'Show the level of the log, or change it while the proxy runs: `debug` has lines of each connection'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why log drain reload break-queue-pairs janitor help" -f -a "drain" -d 'Take no new connections; open streams go on'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why log drain reload break-queue-pairs janitor help" -f -a "reload" -d 'Read rules, peers and certificates again; open streams go on'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why log drain reload break-queue-pairs janitor help" -f -a "break-queue-pairs" -d 'Break all queue pairs, to test resumption'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why log drain reload break-queue-pairs janitor help" -f -a "janitor" -d 'Remove routes when standard input ends'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why log drain reload break-queue-pairs janitor help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from run" -l metrics -d 'Show counters over HTTP, too: unix:PATH (root and the proxy\'s user see names of peers), or ADDRESS:PORT (totals only)' -r
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from run" -l log-level -d 'Level of the log at the start [default: info]' -r -f -a "info\t''
+debug\t''"
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from run" -l replace -d 'If a proxy runs at the admin socket of CONFIG: first let it end, as `drain --end SECONDS` does' -r
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from run" -s h -l help -d 'Print help'
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from keys" -s h -l help -d 'Print help'
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from ls" -l admin -d 'Admin socket of the proxy [default: the only one in /run/burst]' -r -F
@@ -177,7 +182,10 @@ complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subco
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from why" -l admin -d 'Admin socket of the proxy [default: the only one in /run/burst]' -r -F
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from why" -l json -d 'Print JSON'
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from why" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from log" -l admin -d 'Admin socket of the proxy [default: the only one in /run/burst]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from log" -s h -l help -d 'Print help'
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from drain" -l admin -d 'Admin socket of the proxy [default: the only one in /run/burst]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from drain" -l end -d 'End the proxy with its last open stream, and reset those that are left after so long; wait for that' -r
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from drain" -s h -l help -d 'Print help'
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from reload" -l admin -d 'Admin socket of the proxy [default: the only one in /run/burst]' -r -F
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from reload" -s h -l help -d 'Print help'
@@ -190,6 +198,7 @@ complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subco
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "stats" -d 'Show counters'
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "metrics" -d 'Show counters as Prometheus text'
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "why" -d 'Explain the last connection that ended in error, and show which ones no peer carried: the last 256 of each per worker'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "log" -d 'Show the level of the log, or change it while the proxy runs: `debug` has lines of each connection'
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "drain" -d 'Take no new connections; open streams go on'
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "reload" -d 'Read rules, peers and certificates again; open streams go on'
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "break-queue-pairs" -d 'Break all queue pairs, to test resumption'
@@ -275,6 +284,7 @@ complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcom
 complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "stats" -d 'Show counters'
 complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "metrics" -d 'Show counters as Prometheus text'
 complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "why" -d 'Explain the last connection that ended in error, and show which ones no peer carried: the last 256 of each per worker'
+complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "log" -d 'Show the level of the log, or change it while the proxy runs: `debug` has lines of each connection'
 complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "drain" -d 'Take no new connections; open streams go on'
 complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "reload" -d 'Read rules, peers and certificates again; open streams go on'
 complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "break-queue-pairs" -d 'Break all queue pairs, to test resumption'
