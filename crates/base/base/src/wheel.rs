@@ -23,9 +23,10 @@ const LEVEL_SLOTS: usize = 1 << LEVEL_BITS;
 const LEVELS: usize = 9;
 const _: () = assert!(LEVELS as u32 * LEVEL_BITS + TICK_SHIFT > 64);
 
-/// The list of timers that are due, after the slots of all levels.
+/// The first of two lists of timers that are due, after the slots of all levels: by turns one is added to while the other is
+/// fired.
 const DUE: u16 = (LEVELS * LEVEL_SLOTS) as u16;
-const LISTS: usize = LEVELS * LEVEL_SLOTS + 1;
+const LISTS: usize = LEVELS * LEVEL_SLOTS + 2;
 /// `list` of a timer that is in no list.
 const IDLE: u16 = u16::MAX;
 const NONE: u32 = u32::MAX;
@@ -57,6 +58,8 @@ pub struct Wheel {
     /// The present, in ticks: every timer in a slot has a later tick.
     present: u64,
     armed: u32,
+    /// Whether timers become due in the second list.
+    is_second: bool,
 }
 
 /// The first tick at which a deadline has passed.
@@ -74,6 +77,7 @@ impl Wheel {
             occupied: [0; LEVELS],
             present: 0,
             armed: 0,
+            is_second: false,
         }
     }
     /// Makes room for the keys `0..capacity`. Allocates: not for the data path.
@@ -137,16 +141,32 @@ impl Wheel {
     /// before only fires timers that are due already.
     pub fn advance(&mut self, now: Nanos, mut fire: impl FnMut(u32)) {
         self.move_to(now);
-        while let Some(key) = self.take_due() {
-            fire(key);
+        for list in [self.firing(), self.due()] {
+            while let Some(key) = self.take_first(list) {
+                fire(key);
+            }
         }
     }
-    /// Moves to `now`, and disarms and returns one timer that is due. For callers that arm timers between two calls: a
-    /// timer armed with a deadline in the past is returned again at once, so the caller must bound its loop.
+    /// Moves to `now`, and begins to fire what is due: [`Wheel::pop_firing`] follows until nothing is left.
     #[inline]
+    pub fn begin_firing(&mut self, now: Nanos) {
+        self.move_to(now);
+        if self.lists[self.firing()].first == NONE {
+            self.is_second = !self.is_second;
+        }
+    }
+    /// Disarms and returns one of the timers that were due at [`Wheel::begin_firing`]. One that is armed since then with a
+    /// deadline in the past is not among them: it fires the next time, so that a caller who arms each timer again comes to an
+    /// end.
+    #[inline]
+    pub fn pop_firing(&mut self) -> Option<u32> {
+        self.take_first(self.firing())
+    }
+    /// Moves to `now`, and disarms and returns one timer that is due. A timer armed with a deadline in the past is returned
+    /// again at once, so a caller who arms timers must bound its loop, or use [`Wheel::begin_firing`].
     pub fn pop_due(&mut self, now: Nanos) -> Option<u32> {
         self.move_to(now);
-        self.take_due()
+        self.take_first(self.firing()).or_else(|| self.take_first(self.due()))
     }
     /// The time at which to call [`Wheel::advance`] next: at most one tick after the earliest deadline, and earlier if that
     /// deadline is far (the timer then moves to a finer level). [`Nanos::NEVER`] if no timer is armed.
@@ -154,7 +174,7 @@ impl Wheel {
         if self.armed == 0 {
             return Nanos::NEVER;
         }
-        if self.lists[usize::from(DUE)].first != NONE {
+        if self.lists[self.due()].first != NONE || self.lists[self.firing()].first != NONE {
             return Nanos(self.present << TICK_SHIFT);
         }
         self.next_slot().map_or(Nanos::NEVER, |(_, tick)| Nanos(tick.saturating_mul(TICK.0)))
@@ -201,14 +221,14 @@ impl Wheel {
         let tick = tick_of(self.timers[key as usize].deadline);
         debug_assert!(self.timers[key as usize].deadline != Nanos::NEVER);
         let number = if tick <= self.present {
-            DUE
+            self.due() as u16
         } else {
             let level = (63 - (tick ^ self.present).leading_zeros()) / LEVEL_BITS;
             let slot = (tick >> (level * LEVEL_BITS)) as usize % LEVEL_SLOTS;
             self.occupied[level as usize] |= 1 << slot;
             (level as usize * LEVEL_SLOTS + slot) as u16
         };
-        debug_assert!(number <= DUE);
+        debug_assert!(usize::from(number) < LISTS);
         let list = &mut self.lists[usize::from(number)];
         debug_assert_eq!(list.first == NONE, list.last == NONE, "a list has both ends or none");
         let last = core::mem::replace(&mut list.last, key);
@@ -232,15 +252,25 @@ impl Wheel {
             Some(after) => after.prev = prev,
             None => list.last = prev,
         }
-        if list.first == NONE && number != DUE {
+        if list.first == NONE && number < DUE {
             self.occupied[usize::from(number) / LEVEL_SLOTS] &= !(1 << (usize::from(number) % LEVEL_SLOTS));
         }
         debug_assert_eq!(list.first == NONE, list.last == NONE, "a list has both ends or none");
         self.timers[key as usize].list = IDLE;
     }
+    /// The list in which timers become due.
     #[inline]
-    fn take_due(&mut self) -> Option<u32> {
-        let key = self.lists[usize::from(DUE)].first;
+    fn due(&self) -> usize {
+        usize::from(DUE) + usize::from(self.is_second)
+    }
+    /// The list of those that are fired.
+    #[inline]
+    fn firing(&self) -> usize {
+        usize::from(DUE) + usize::from(!self.is_second)
+    }
+    #[inline]
+    fn take_first(&mut self, list: usize) -> Option<u32> {
+        let key = self.lists[list].first;
         (key != NONE).then(|| {
             self.cancel(key);
             key
@@ -313,6 +343,45 @@ mod tests {
         assert!(wheel.next_deadline() <= Nanos::from_ms(5));
         assert_eq!(wheel.pop_due(Nanos::from_ms(4)), Some(0));
         assert_eq!(wheel.pop_due(Nanos::from_ms(4)), None);
+    }
+
+    #[test]
+    fn a_timer_that_is_due_again_at_once_fires_once_in_a_turn() {
+        let mut wheel = Wheel::new(3);
+        let now = Nanos::from_ms(5);
+        (0..3).for_each(|key| wheel.insert(key, Nanos::from_ms(1)));
+        for turn in 0..4 {
+            wheel.begin_firing(now);
+            let mut fired = [0; 3];
+            // Each is armed again, the second one by the first, too, and the last one is moved before its turn.
+            while let Some(key) = wheel.pop_firing() {
+                fired[key as usize] += 1;
+                assert_eq!(fired[key as usize], 1, "turn {turn}: {fired:?}");
+                wheel.insert(key, Nanos::from_ms(1));
+                wheel.insert(2, Nanos::from_ms(2));
+            }
+            assert_eq!(fired, [1, 1, 0]);
+            assert!(wheel.next_deadline() <= now && wheel.len() == 3);
+        }
+        let mut keys = Vec::new();
+        wheel.advance(now, |key| keys.push(key));
+        keys.sort_unstable();
+        assert_eq!(keys, [0, 1, 2]);
+    }
+
+    #[test]
+    fn firing_that_was_left_goes_on() {
+        let mut wheel = Wheel::new(3);
+        (0..3).for_each(|key| wheel.insert(key, Nanos::from_ms(1)));
+        wheel.begin_firing(Nanos::from_ms(2));
+        assert_eq!(wheel.pop_firing(), Some(0));
+        wheel.insert(0, Nanos::from_ms(1));
+        assert!(wheel.next_deadline() <= Nanos::from_ms(2));
+        wheel.begin_firing(Nanos::from_ms(2));
+        assert_eq!([wheel.pop_firing(), wheel.pop_firing(), wheel.pop_firing()], [Some(1), Some(2), None]);
+        wheel.begin_firing(Nanos::from_ms(2));
+        assert_eq!([wheel.pop_firing(), wheel.pop_firing()], [Some(0), None]);
+        assert!(wheel.is_empty() && wheel.next_deadline() == Nanos::NEVER);
     }
 
     #[test]

@@ -10,8 +10,9 @@
 //! When tickets have ended ([`crate::Qp::on_copies`]), completions leave first, and then the newest acknowledgement whose ticket
 //! has ended becomes due (NSDI'26, 4.4.2: completion before ACK).
 //!
-//! **Bounds.** At most [`HELD_MAX`] completions; before each call that may complete requests there is room for as many as it can
-//! complete, or the packet is dropped ([`Reason::CopyQueueFull`]) and the turn does nothing. At most [`MARKS_MAX`] positions:
+//! **Bounds.** At most [`HELD_MAX`] completions, those of requests in flight included, which wait here later. Without room for
+//! what a request of the peer may complete it is dropped ([`Reason::CopyQueueFull`]); without room for a turn's requests it does
+//! nothing, and timers rest. Acknowledgements, which end what is in flight, always have room. At most [`MARKS_MAX`] positions:
 //! beyond that the last one is replaced, so that what belongs to it waits for a later ticket.
 //!
 //! **Failure.** What waits for the failed ticket or a later one is never said: receives, READs and atomics end in error, the
@@ -32,9 +33,10 @@ use burst_shm::layout::Cqe;
 use burst_span::{Span, Unreachable};
 use burst_wire::Syndrome;
 
-/// Completions of one call besides those of requests in flight and of receives that were taken early: a turn's work requests, and
-/// some for timers.
+/// Most requests that a turn begins, and most receives that a call takes.
 pub(crate) const CALL_COMPLETIONS: usize = 128;
+/// Completions of a call that only ends what is in flight, besides these: of a receive that is half full, say.
+pub(crate) const END_COMPLETIONS: usize = 16;
 /// Most completions that wait for the copies of a queue pair.
 pub(crate) const HELD_MAX: usize = 4096;
 /// Most positions of the responder that wait.

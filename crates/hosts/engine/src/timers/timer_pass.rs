@@ -68,11 +68,12 @@ impl TimerPass<'_> {
         any
     }
 
-    /// Fires the timers of the wheel that are due.
+    /// Fires the timers of the wheel that are due, each once: one that is due again at once has its turn in the next pass.
     #[inline(always)]
     pub fn fire_due(mut self) -> bool {
         let (mut any, mut is_urma_due) = (false, false);
-        while let Some(index) = self.data_path.core.timers.wheel.pop_due(self.now) {
+        self.data_path.core.timers.wheel.begin_firing(self.now);
+        while let Some(index) = self.data_path.core.timers.wheel.pop_firing() {
             if index == URMA_ENTRY {
                 is_urma_due = true;
             } else {

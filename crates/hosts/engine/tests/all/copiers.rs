@@ -1,9 +1,10 @@
 //! Programs that copy between a staging area and a device: late and in steps, all by seed; programs that lie, fail or stop.
 
-use crate::harness::{AppQp, BASE, DEVICE_BASE, Host, poll, request};
+use crate::harness::{AppQp, BASE, CAP, DEVICE_BASE, Host, poll, request};
 use burst_base::rng::Rng;
-use burst_base::verbs::{Mtu, QpType, WcStatus, WrOpcode};
+use burst_base::verbs::{Mtu, QpCap, QpType, WcStatus, WrOpcode};
 use burst_base::{DeviceId, Nanos, Reason};
+use burst_control::events::EventPipe;
 use burst_engine::copiers::{Copier, TRAILING_MAX};
 use burst_mem::DeviceNumber;
 use burst_port::impair::Impair;
@@ -13,6 +14,7 @@ use burst_shm::Sge;
 use burst_shm::arena::Segment;
 use burst_shm::copy_ring::{CopyDirection, CopyRingConsumer, CopyRingProducer};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 const BYTES: usize = 1 << 18;
 /// Bytes of a request.
@@ -114,6 +116,14 @@ impl Pair {
                 if busy || next <= self.now { self.now + Nanos(1_000) } else { next.min(self.now + Nanos(20_000)) };
         }
         false
+    }
+
+    fn run_passes(&mut self, passes: u32) {
+        let mut passed = 0;
+        self.run(|_| {
+            passed += 1;
+            passed == passes
+        });
     }
 
     /// One request of host 0, from its device to the other, or back; the bytes are compared when it has completed.
@@ -309,4 +319,56 @@ fn a_receive_that_is_half_full_says_that_its_copy_has_failed() {
     let failed = Reason::CopyFailed.index() as u32 + 1;
     assert_eq!((ends[0].0, ends[0].1), (4, WcStatus::RemOpErr as u8));
     assert_eq!(ends[1], (5, WcStatus::LocProtErr as u8, failed));
+}
+
+#[test]
+fn a_program_that_sends_while_copies_never_end_stops_no_worker() {
+    const REQUESTS: u64 = 6000;
+    let mut pair = Pair::new(15, 0);
+    let many = |host: &mut Host| {
+        let (pipe, channel) = EventPipe::new().expect("pipe");
+        let (number, cq) = host.create_cq(8192, Arc::new(pipe));
+        let (qpn, doorbell, sq, rq) = host.create_on(QpType::Rc, QpCap { max_send_wr: 8192, ..CAP }, number);
+        AppQp { qpn, context: host.context, doorbell, sq, rq, cq, channel }
+    };
+    let mut busy = [pair.hosts[0].create(QpType::Rc), many(&mut pair.hosts[1])];
+    let mut others = [0, 1].map(|at| pair.hosts[at].create(QpType::Rc));
+    for at in 0..2 {
+        let caps = pair.hosts[1 - at].caps.clone();
+        for ends in [&busy, &others] {
+            pair.hosts[at].connect(&ends[at], ends[1 - at].qpn, &caps, Mtu::B1024);
+        }
+    }
+    // A copy that does not end, and requests of the same queue pair, whose completions wait for it.
+    pair.programs[1].works = false;
+    let wqe = request(WrOpcode::RdmaWrite, 1, BASE, pair.keys[1]);
+    let entry = pair.hosts[0].sge(0, 100);
+    pair.hosts[0].post(&mut busy[0], wqe, &[entry]);
+    pair.run_passes(100);
+    assert_ne!(pair.programs[1].ring.take().expect("a record"), None);
+    let entry = pair.hosts[1].sge(0, 8);
+    let write = |number, key| request(WrOpcode::RdmaWrite, number, BASE, key);
+    let key = pair.hosts[0].key;
+    (0..REQUESTS).for_each(|number| pair.hosts[1].post(&mut busy[1], write(number, key), &[entry]));
+    // Longer than all retries.
+    for _ in 0..30 {
+        pair.run_passes(200);
+        pair.now = pair.now + Nanos::from_ms(10);
+    }
+    assert!(poll(&mut busy[1]).is_none(), "completions wait");
+    pair.hosts[1].post(&mut others[1], write(9, key), &[entry]);
+    let done = pair.run(|_| poll(&mut others[1]).is_some_and(|cqe| cqe.status == WcStatus::Success as u8));
+    assert!(done, "the request of another queue pair");
+    // The copy ends: all that waited completes, in order; the rest fails, because the peer has given up its WRITE.
+    pair.programs[1].ring.end(1);
+    let (mut ended, mut fine) = (0, 0);
+    let done = pair.run(|_| {
+        while let Some(cqe) = poll(&mut busy[1]) {
+            assert_eq!(cqe.wr_id, ended);
+            ended += 1;
+            fine = if cqe.status == WcStatus::Success as u8 { ended } else { fine };
+        }
+        ended == REQUESTS
+    });
+    assert!(done && fine > 3500, "{ended} completed, {fine} of them well");
 }

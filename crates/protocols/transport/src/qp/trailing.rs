@@ -1,15 +1,35 @@
 //! Calls of a queue pair whose bytes are placed by an executor: what says that they are there waits for them ([`crate::trail`]).
 
-use crate::api::{Env, TxBudget, TxState};
+use crate::api::{Env, INFLIGHT_WQES_MAX, TxBudget, TxState};
 use crate::copies::{CopyExecutor, CopyProgress};
 use crate::failure::{FailedPart, QpFailure};
 use crate::qp::Qp;
-use crate::trail::{CALL_COMPLETIONS, DueAnswers, Trail, TrailingEffects};
-use burst_base::Reason;
+use crate::trail::{CALL_COMPLETIONS, DueAnswers, END_COMPLETIONS, Trail, TrailingEffects};
 use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{EventType, QpState, WcStatus};
+use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, MiddleRun, RxFrame};
-use burst_wire::{NakCode, Packet, Syndrome};
+use burst_wire::{NakCode, OpKind, Packet, Syndrome};
+
+/// After how long it is looked again whether a timer may fire that found no room.
+const TIMER_REST: Nanos = Nanos::from_ms(1);
+
+/// What a call needs.
+#[derive(Clone, Copy)]
+struct CallNeeds {
+    /// Room for so many completions besides those that are owed ([`Qp::owed_completions`]).
+    completions: usize,
+    /// Room for copies.
+    places: bool,
+}
+
+impl CallNeeds {
+    const ACKNOWLEDGEMENT: CallNeeds = CallNeeds { completions: END_COMPLETIONS, places: false };
+    const RESPONSE: CallNeeds = CallNeeds { places: true, ..CallNeeds::ACKNOWLEDGEMENT };
+    // So many may be owed afterwards, and what ends them must have room, too.
+    const TURN: CallNeeds = CallNeeds { completions: CALL_COMPLETIONS + END_COMPLETIONS, places: false };
+    const REQUEST: CallNeeds = CallNeeds { places: true, ..CallNeeds::TURN };
+}
 
 /// The answers of a queue pair that trails, to its calls.
 impl Qp {
@@ -114,17 +134,19 @@ impl Qp {
         self.shared.held_from = Some(trail.limit.0);
     }
 
-    /// Most completions of the next call.
-    fn completions_of_call(&self) -> usize {
+    /// Completions that are certain to come: those of requests in flight, and of receives that were taken early.
+    fn owed_completions(&self) -> usize {
         let early = self.resp.recv.early.as_ref().map_or(0, |receives| receives.len());
-        let inflight = self.shared.attr.cap.max_send_wr.min(crate::api::INFLIGHT_WQES_MAX);
-        inflight as usize + early + CALL_COMPLETIONS
+        let inflight = self.begun_requests().wrapping_sub(self.ended_requests()).min(INFLIGHT_WQES_MAX);
+        inflight as usize + early
     }
 
-    /// The trail, if a call may be made that completes requests, and that begins copies if it `places` bytes.
-    fn take_trail(&mut self, places: bool, env: &mut Env<'_>) -> Option<Box<Trail>> {
-        let more = self.completions_of_call();
-        let has_room = !places || env.fx.copies().is_some_and(|executor: &mut dyn CopyExecutor| executor.has_room());
+    /// The trail, if a call may be made that needs this.
+    fn take_trail(&mut self, needs: CallNeeds, env: &mut Env<'_>) -> Option<Box<Trail>> {
+        let more = self.owed_completions() + needs.completions;
+        // Without an executor bytes are moved at once.
+        let has_room =
+            !needs.places || env.fx.copies().is_none_or(|executor: &mut dyn CopyExecutor| executor.has_room());
         let mut trail = self.shared.trail.take()?;
         if !has_room || !trail.make_room(more) {
             self.shared.trail = Some(trail);
@@ -137,7 +159,12 @@ impl Qp {
     #[cold]
     #[inline(never)]
     pub(crate) fn on_packet_trailing(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
-        match self.take_trail(true, env) {
+        let needs = match pkt.info.kind {
+            OpKind::Ack | OpKind::ReadAck | OpKind::Cnp => CallNeeds::ACKNOWLEDGEMENT,
+            kind if kind.is_response() => CallNeeds::RESPONSE,
+            _ => CallNeeds::REQUEST,
+        };
+        match self.take_trail(needs, env) {
             Some(trail) => self.trailing(trail, env, |qp, env| qp.on_packet(frame, pkt, env)),
             None => env.fx.count(Reason::CopyQueueFull),
         }
@@ -147,7 +174,7 @@ impl Qp {
     #[cold]
     #[inline(never)]
     pub(crate) fn on_middles_trailing(&mut self, flow: &Flow, train: &MiddleRun<'_>, env: &mut Env<'_>) -> usize {
-        match self.take_trail(true, env) {
+        match self.take_trail(CallNeeds::REQUEST, env) {
             Some(trail) => self.trailing(trail, env, |qp, env| qp.on_middles(flow, train, env)),
             None => 0,
         }
@@ -158,18 +185,30 @@ impl Qp {
     #[inline(never)]
     pub(crate) fn poll_tx_trailing(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
         debug_assert!(budget.wqes as usize <= CALL_COMPLETIONS);
-        match self.take_trail(false, env) {
+        match self.take_trail(CallNeeds::TURN, env) {
             Some(trail) => self.trailing(trail, env, |qp, env| qp.poll_staged_turn(budget, env)),
             None => TxState::Idle,
         }
     }
 
-    /// [`Qp::on_timer`]. Without room a timer fires later: the next completions make room.
+    /// [`Qp::on_timer`]. While a turn would do nothing, what is due rests: what a timer repeats could not leave, and a repetition
+    /// would count that was none.
     #[cold]
     #[inline(never)]
     pub(crate) fn on_timer_trailing(&mut self, env: &mut Env<'_>) {
-        if let Some(trail) = self.take_trail(false, env) {
-            self.trailing(trail, env, |qp, env| qp.on_timer(env));
+        match self.take_trail(CallNeeds::TURN, env) {
+            Some(trail) => self.trailing(trail, env, |qp, env| qp.on_timer(env)),
+            None => self.postpone_timers(env.now),
+        }
+    }
+
+    /// Has the timers that are due fire [`TIMER_REST`] later.
+    fn postpone_timers(&mut self, now: Nanos) {
+        let requester = [&mut self.req.ack_deadline, &mut self.req.rnr_deadline, &mut self.req.sel.deadline];
+        for deadline in requester.into_iter().chain([&mut self.resp.response_deadline]) {
+            if *deadline <= now {
+                *deadline = now + TIMER_REST;
+            }
         }
     }
 
@@ -177,6 +216,9 @@ impl Qp {
     #[cold]
     #[inline(never)]
     pub(crate) fn waits_for_copies(&self) -> bool {
-        self.shared.trail.as_ref().is_some_and(|trail| trail.is_full(self.completions_of_call()))
+        self.shared
+            .trail
+            .as_ref()
+            .is_some_and(|trail| trail.is_full(self.owed_completions() + CallNeeds::TURN.completions))
     }
 }
