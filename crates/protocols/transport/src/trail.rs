@@ -232,7 +232,8 @@ impl CopyExecutor for TrailingEffects<'_> {
         if span.len() == 0 {
             return Ok(PlacedBytes::Done);
         }
-        let executor = self.fx.copies().ok_or(Unreachable::Gone)?;
+        // None: it could not be opened ([`crate::Qp::use_copies`] came first), or is gone. Memory of a device refuses the bytes.
+        let Some(executor) = self.fx.copies() else { return span.write_pieces(pieces).map(|()| PlacedBytes::Done) };
         let placed = executor.place(span, pieces)?;
         if let PlacedBytes::Begun(ticket) = placed {
             self.trail.note_ticket(ticket);

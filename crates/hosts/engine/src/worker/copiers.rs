@@ -12,11 +12,15 @@ impl Worker {
     /// # Errors
     /// There is no memory. Nothing has changed for the program then, but that completions take a longer way.
     pub fn add_copier(&mut self, context: u32, copier: Copier) -> Result<(), OutOfMemory> {
+        self.core.outbox.copiers.add(context, copier)?;
         for slot in self.core.qps.iter_mut().flatten().filter(|slot| slot.holder.context == context) {
-            if slot.qp.qp_type() != QpType::XrcRecv {
-                slot.qp.use_copies()?;
+            if slot.qp.qp_type() != QpType::XrcRecv
+                && let Err(why) = slot.qp.use_copies()
+            {
+                self.core.outbox.copiers.remove(context);
+                return Err(why);
             }
         }
-        self.core.outbox.copiers.add(context, copier)
+        Ok(())
     }
 }

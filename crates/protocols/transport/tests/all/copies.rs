@@ -340,3 +340,15 @@ fn an_executor_that_lies_about_its_progress_releases_only_what_was_begun() {
     assert!(peers.responder.qp.is_trailing());
     assert_eq!(peers.responder.receive_statuses(), [WcStatus::Success]);
 }
+
+#[test]
+fn without_an_executor_bytes_are_placed_at_once() {
+    for selective in [false, true] {
+        let mut peers = Peers::new(selective, 1000);
+        peers.responder.fx.copies = None;
+        peers.post(WrOpcode::RdmaWrite, TO, LENGTH);
+        assert_eq!(peers.exchange().len(), 1);
+        assert!(is_there(&peers.responder) && !peers.responder.qp.is_trailing());
+        assert_eq!(peers.requester.statuses(), [WcStatus::Success]);
+    }
+}
