@@ -5,7 +5,11 @@
  * delays drawn by a seed. Contexts are a stack of each thread; a copy outside the context of its stream is refused. Memory that
  * was freed is refused, too: at the call, or when the copy's turn comes.
  *
- * What the tests need besides: fake_cuda_hold stops the copies, fake_cuda_fail_next has one fail, fake_cuda_copies counts them.
+ * Host memory that is registered must be mapped until it is unregistered, no copy may use it then, and a stream is destroyed
+ * once: otherwise the process ends (abort).
+ *
+ * What the tests need besides: fake_cuda_hold stops the copies, fake_cuda_fail_next has one fail, fake_cuda_fail_query has one
+ * question for their end fail, fake_cuda_copies counts them, fake_cuda_streams and fake_cuda_pinned count what has not been given back.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -18,26 +22,28 @@
 
 enum {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600,
-    LAUNCH_FAILED = 719,
+    HOST_MEMORY_NOT_REGISTERED = 713, LAUNCH_FAILED = 719,
 };
 enum { ATTRIBUTE_CONTEXT = 1, ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_DEVICE_ORDINAL = 9, TYPE_DEVICE = 2 };
-enum { BLOCKS = 256, STREAMS = 64, QUEUE = 1024, DEPTH = 16, CONTEXTS = 4 };
+enum { BLOCKS = 256, STREAMS = 1024, PINS = 256, QUEUE = 1024, DEPTH = 16, CONTEXTS = 4 };
 #define DEVICE_BYTES ((size_t)256 << 20)
 #define GRANULE ((size_t)64 << 10)
 
 struct context { int number; };
 struct block { uint64_t first; size_t len; int live; struct context *context; };
-struct stream { struct context *context; uint64_t submitted, ended; int error; };
+struct stream { struct context *context; uint64_t submitted, ended; int error, live; };
+struct pin { uint8_t *at; size_t len; };
 struct copy { struct stream *stream; uint64_t device; uint8_t *host; size_t len; int to_device; };
 
 static struct context contexts[CONTEXTS];
 static struct block blocks[BLOCKS];
 static struct stream streams[STREAMS];
+static struct pin pins[PINS];
 static struct copy queue[QUEUE];
 static unsigned stream_count, head, tail;
 static uint8_t *reserved, *bytes;
 static size_t used;
-static int held, fail_in = -1;
+static int held, fail_in = -1, fail_query_in = -1;
 static unsigned long long copies, delay_us, state = 88172645463325252ULL;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t change = PTHREAD_COND_INITIALIZER;
@@ -226,9 +232,22 @@ int cuStreamCreate(struct stream **stream, unsigned flags)
     if (!rc) {
         *stream = &streams[stream_count++];
         (*stream)->context = current();
+        (*stream)->live = 1;
     }
     pthread_mutex_unlock(&lock);
     return rc;
+}
+
+int cuStreamDestroy_v2(struct stream *stream)
+{
+    if (stream->context != current())
+        return INVALID_HANDLE;
+    pthread_mutex_lock(&lock);
+    if (!stream->live)
+        abort();
+    stream->live = 0;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
 }
 
 int cuStreamQuery(struct stream *stream)
@@ -236,7 +255,13 @@ int cuStreamQuery(struct stream *stream)
     if (stream->context != current())
         return INVALID_HANDLE;
     pthread_mutex_lock(&lock);
+    if (!stream->live)
+        abort();
     int rc = stream->ended < stream->submitted ? NOT_READY : stream->error;
+    if (fail_query_in == 0)
+        rc = INVALID_VALUE;
+    if (fail_query_in >= 0)
+        fail_query_in--;
     pthread_mutex_unlock(&lock);
     return rc;
 }
@@ -249,6 +274,8 @@ static int submit(uint64_t device, void *host, size_t len, struct stream *stream
         return INVALID_HANDLE;
     pthread_mutex_lock(&lock);
     int rc = bytes_of(device, len) ? SUCCESS : INVALID_VALUE;
+    if (!stream->live)
+        abort();
     if (!rc) {
         while (tail - head == QUEUE)
             pthread_cond_wait(&change, &lock);
@@ -300,10 +327,89 @@ int cuPointerSetAttribute(const void *value, int attribute, uint64_t address)
     return cuPointerGetAttribute(&type, ATTRIBUTE_MEMORY_TYPE, address);
 }
 
+/* Whether all pages of a range are mapped. */
+static int is_mapped(uint8_t *at, size_t len)
+{
+    uint8_t *first = (uint8_t *)((uintptr_t)at & ~(uintptr_t)4095);
+    return !msync(first, len + (size_t)(at - first), MS_ASYNC);
+}
+
 int cuMemHostRegister_v2(void *host, size_t len, unsigned flags)
 {
     (void)flags;
-    return host && len ? SUCCESS : INVALID_VALUE;
+    if (!host || !len || !current())
+        return INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    int rc = OUT_OF_MEMORY;
+    for (int i = 0; i < PINS && rc; i++) {
+        struct pin *pin = &pins[i];
+        if (pin->len && (uint8_t *)host < pin->at + pin->len && pin->at < (uint8_t *)host + len)
+            abort();
+    }
+    for (int i = 0; i < PINS && rc; i++)
+        if (!pins[i].len) {
+            pins[i] = (struct pin){host, len};
+            rc = SUCCESS;
+        }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+int cuMemHostUnregister(void *host)
+{
+    if (!current())
+        return INVALID_CONTEXT;
+    pthread_mutex_lock(&lock);
+    int rc = HOST_MEMORY_NOT_REGISTERED;
+    for (int i = 0; i < PINS; i++) {
+        struct pin *pin = &pins[i];
+        if (!pin->len || pin->at != host)
+            continue;
+        for (unsigned c = head; c != tail; c++)
+            if (queue[c % QUEUE].host >= pin->at && queue[c % QUEUE].host < pin->at + pin->len)
+                abort();
+        if (!is_mapped(pin->at, pin->len))
+            abort();
+        pin->len = 0;
+        rc = SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+/* Host memory that is registered; all of it must be mapped. */
+int fake_cuda_pinned(void)
+{
+    int count = 0;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < PINS; i++) {
+        if (!pins[i].len)
+            continue;
+        if (!is_mapped(pins[i].at, pins[i].len))
+            abort();
+        count++;
+    }
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+/* Streams that have not been destroyed. */
+int fake_cuda_streams(void)
+{
+    int count = 0;
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < stream_count; i++)
+        count += streams[i].live;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+/* The question for the end of copies behind the next `count` fails. */
+void fake_cuda_fail_query(int count)
+{
+    pthread_mutex_lock(&lock);
+    fail_query_in = count;
+    pthread_mutex_unlock(&lock);
 }
 
 void fake_cuda_hold(int hold)
