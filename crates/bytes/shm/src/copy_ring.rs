@@ -19,7 +19,8 @@ use crate::area::Area;
 use crate::arena::{Segment, SegmentError};
 use crate::protocol;
 use burst_span::Span;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::fence;
 use rustix::thread::futex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -222,10 +223,14 @@ impl CopyRingConsumer {
     pub fn fail(&self, ticket: u64) {
         self.area.word64(FAILED).store(ticket, Release);
     }
-    /// Sleeps until there are records, for `most` at longest. May return earlier.
-    pub fn sleep(&self, most: Duration) {
+    /// Sleeps until there are records, for `most` at longest, unless `has_more` finds something else to do. May return earlier.
+    /// Whoever makes `has_more` true calls [`CopyRingWaker::wake`] afterwards.
+    pub fn sleep(&self, most: Duration, has_more: impl FnOnce() -> bool) {
         let idle = self.area.word32(IDLE);
         if protocol::try_idle(self.area.word32(PRODUCER), idle, self.taken as u32) {
+            if has_more() {
+                return idle.store(0, Relaxed);
+            }
             let most = rustix::time::Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
             let _ = futex::wait(idle, futex::Flags::empty(), 1, Some(&most));
             idle.store(0, Relaxed);
@@ -251,6 +256,8 @@ impl CopyRingWaker {
     /// Ends the sleep that the program's end is in.
     pub fn wake(&self) {
         let idle = self.area.word32(IDLE);
+        // With the fence of `try_idle`: either the sleeper sees what the caller has stored, or this store follows its own.
+        fence(SeqCst);
         idle.store(0, Release);
         let _ = futex::wake(idle, futex::Flags::empty(), 1);
     }
@@ -326,13 +333,19 @@ mod tests {
             loop {
                 match program.take().expect("a record") {
                     Some(record) => return record.ticket,
-                    None => program.sleep(Duration::from_secs(60)),
+                    None => program.sleep(Duration::from_secs(60), || false),
                 }
             }
         });
         worker.write(CopyDirection::ToDevice, 0, 1, 1);
         worker.post();
         assert_eq!(thread.join().expect("the thread"), 1);
+    }
+
+    #[test]
+    fn a_program_that_has_more_to_do_does_not_sleep() {
+        let (_worker, program) = ring();
+        program.sleep(Duration::MAX, || true);
     }
 
     #[test]

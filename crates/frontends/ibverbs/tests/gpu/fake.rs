@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+type SetNumber = unsafe extern "C" fn(c_int);
+type Count = unsafe extern "C" fn() -> c_int;
+
 /// The functions that the tests call.
 pub struct FakeCuda {
     alloc: unsafe extern "C" fn(*mut u64, usize) -> c_int,
@@ -14,9 +17,12 @@ pub struct FakeCuda {
     get: unsafe extern "C" fn(*mut c_void, u64, usize) -> c_int,
     push: unsafe extern "C" fn(*mut c_void) -> c_int,
     pop: unsafe extern "C" fn(*mut *mut c_void) -> c_int,
-    hold: unsafe extern "C" fn(c_int),
-    fail_next: unsafe extern "C" fn(c_int),
+    hold: SetNumber,
+    fail_next: SetNumber,
+    fail_query: SetNumber,
     copies: unsafe extern "C" fn() -> u64,
+    pinned: Count,
+    streams: Count,
     context: *mut c_void,
 }
 // SAFETY: the functions may be called by any thread.
@@ -96,8 +102,11 @@ fn load() -> Option<FakeCuda> {
             pop: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut *mut c_void) -> c_int>(symbol(
                 c"cuCtxPopCurrent_v2",
             )),
-            hold: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int)>(symbol(c"fake_cuda_hold")),
-            fail_next: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int)>(symbol(c"fake_cuda_fail_next")),
+            hold: std::mem::transmute::<*mut c_void, SetNumber>(symbol(c"fake_cuda_hold")),
+            fail_next: std::mem::transmute::<*mut c_void, SetNumber>(symbol(c"fake_cuda_fail_next")),
+            fail_query: std::mem::transmute::<*mut c_void, SetNumber>(symbol(c"fake_cuda_fail_query")),
+            pinned: std::mem::transmute::<*mut c_void, Count>(symbol(c"fake_cuda_pinned")),
+            streams: std::mem::transmute::<*mut c_void, Count>(symbol(c"fake_cuda_streams")),
             copies: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u64>(symbol(c"fake_cuda_copies")),
             context,
         })
@@ -148,6 +157,16 @@ impl FakeCuda {
     pub fn fail_next(&self, count: i32) {
         // SAFETY: sets a number.
         unsafe { (self.fail_next)(count) };
+    }
+    /// The question for the end of copies behind the next `count` fails.
+    pub fn fail_query(&self, count: i32) {
+        // SAFETY: sets a number.
+        unsafe { (self.fail_query)(count) };
+    }
+    /// Registered host memory and streams that have not been given back.
+    pub fn kept(&self) -> (i32, i32) {
+        // SAFETY: both only count.
+        unsafe { ((self.pinned)(), (self.streams)()) }
     }
     /// Asynchronous copies so far.
     pub fn copies(&self) -> u64 {

@@ -1,5 +1,6 @@
 //! Memory of a GPU, behind a fake CUDA driver library: the library against a real daemon, both ends in this process.
 
+mod closing;
 #[path = "../../../../hosts/client/tests/live/daemon.rs"]
 mod daemon;
 mod fake;

@@ -104,6 +104,8 @@ fn nothing_completes_before_the_copies_and_deregistration_waits() {
         });
         std::thread::sleep(Duration::from_millis(100));
         assert!(!is_gone.load(Ordering::SeqCst), "the region's copies have not ended");
+        // Who waits keeps no other thread from the context.
+        device_mr(&open, cuda.alloc(len), len);
         cuda.hold(false);
     });
     complete_all(cq, 2);

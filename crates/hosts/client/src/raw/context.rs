@@ -9,6 +9,7 @@ use crate::raw::copier::DeviceCopier;
 use crate::raw::lock::{ControlLock, HeldSignals, lock};
 use crate::raw::place::HostPlace;
 use crate::raw::prealloc::QpPrealloc;
+use burst_base::verbs::{QpState, attr_mask};
 use burst_control::in_process::InProcessCalls;
 use burst_control::{Client, ControlError, DeviceInfo, ImportObject, QpInitAttr, Request, Response};
 use burst_mem::swap::{self, MemoryHost};
@@ -19,7 +20,7 @@ use burst_shm::status::WorkerView;
 use burst_shm::{Area, ShmRef};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Most passes of an engine in this process that one poll runs.
 const PASSES_MAX: u32 = 8;
@@ -41,7 +42,7 @@ pub struct RawContext {
     last_event_cookie: AtomicU64,
     prealloc: Mutex<QpPrealloc>,
     /// Copies to and from the memory of a GPU, once the program has registered such memory.
-    copier: Mutex<Option<DeviceCopier>>,
+    copier: Mutex<Option<Arc<DeviceCopier>>>,
     /// Read end of the pipe of asynchronous events. The daemon holds the write end.
     async_pipe: OwnedFd,
     /// Whether it was seen that the daemon has ended.
@@ -338,6 +339,8 @@ impl RawContext {
         let mut control = self.control.state.lock_alive(&self.life)?;
         let answer = control.client.call(request, fds)?;
         map_segments(&mut control.arena, answer.segments)?;
+        drop(control);
+        self.await_copies_of(request);
         Ok(Answer { response: answer.response, fds: answer.fds })
     }
 
@@ -360,21 +363,27 @@ impl RawContext {
         }
     }
 
-    /// Calls `f` with the copier of this context, which is opened for the first registration of device memory.
+    /// The copier of this context, which is opened for the first registration of device memory. Whoever waits for its copies
+    /// holds no lock of the context.
     ///
     /// # Errors
-    /// The daemon's refusal, or there are no threads.
-    pub(super) fn with_copier<T>(&self, f: impl FnOnce(&DeviceCopier) -> T) -> Result<T> {
-        let mut copier = lock(&self.copier);
-        if copier.is_none() {
-            let alarms = self.doorbells.alarms(self.workers as usize)?;
-            let answer = self.call(&Request::OpenCopier, &[])?;
-            if answer.fds.len() != alarms.len() {
-                return Err(ClientError::Unexpected("no ring for copies for each worker"));
-            }
-            *copier = Some(DeviceCopier::start(answer.fds, alarms)?);
+    /// The daemon's refusal, there are no threads, or [`ClientError::Forked`].
+    pub(super) fn copier(&self) -> Result<Arc<DeviceCopier>> {
+        if !self.is_alive() {
+            // Another thread of the parent may have had the lock.
+            return Err(ClientError::Forked);
         }
-        copier.as_ref().map(f).ok_or(ClientError::Unexpected("no copier"))
+        let mut copier = lock(&self.copier);
+        if let Some(copier) = &*copier {
+            return Ok(copier.clone());
+        }
+        DeviceCopier::check()?;
+        let alarms = self.doorbells.alarms(self.workers as usize)?;
+        let answer = self.call(&Request::OpenCopier, &[])?;
+        if answer.fds.len() != alarms.len() {
+            return Err(ClientError::Unexpected("no ring for copies for each worker"));
+        }
+        Ok(copier.insert(Arc::new(DeviceCopier::start(answer.fds, alarms)?)).clone())
     }
 
     /// Sends a request that has no reply ([`Request::is_without_reply`]), and does not wait.
@@ -392,10 +401,33 @@ impl RawContext {
     /// The daemon's refusal: the object lives on.
     pub fn end_object(&self, request: &Request) -> Result<()> {
         let Ok(mut control) = self.control.state.lock_alive(&self.life) else { return Ok(()) };
-        match control.client.call(request, &[]) {
+        let answer = control.client.call(request, &[]);
+        drop(control);
+        match answer {
             Err(refusal @ ControlError::Refused { .. }) => Err(refusal.into()),
-            _ => Ok(()),
+            _ => {
+                self.await_copies_of(request);
+                Ok(())
+            }
         }
+    }
+
+    /// After the end of a queue pair, or its way back to RESET, no bytes for it arrive any more: the copies that it has begun are
+    /// waited for.
+    fn await_copies_of(&self, request: &Request) {
+        let ends = match request {
+            Request::DestroyQp { .. } => true,
+            Request::ModifyQp { attr, mask, .. } => mask & attr_mask::STATE != 0 && attr.qp_state == QpState::Reset,
+            _ => false,
+        };
+        if ends && let Some(copier) = self.opened_copier() {
+            copier.await_begun();
+        }
+    }
+
+    /// The copier of this context, if it has one.
+    fn opened_copier(&self) -> Option<Arc<DeviceCopier>> {
+        lock(&self.copier).clone()
     }
 
     /// Imports an object of the exporting context: the answer, and the object's length.
@@ -460,9 +492,11 @@ impl RawContext {
 
 impl Drop for RawContext {
     fn drop(&mut self) {
-        let copier = lock(&self.copier).take();
-        if let Some(copier) = copier.filter(|_| !self.is_alive()) {
-            copier.abandon();
+        // No thread has the lock or a clone; in a child after fork it may be taken for ever.
+        let copier = self.copier.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if !self.is_alive() {
+            // The threads are the parent's.
+            std::mem::forget(copier);
         }
     }
 }

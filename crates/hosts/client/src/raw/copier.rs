@@ -5,7 +5,9 @@
 //! worker, and sleeps when there are no more. CUDA's locks are the program's, too: while a kernel of it spins until bytes arrive,
 //! and CUDA makes copies wait for the kernel, both wait for ever.
 //!
-//! A copy that fails ends the copier of that worker: the daemon ends the queue pairs that wait for it. At deregistration the
+//! A copy that fails ends the copier of that worker: the daemon ends the queue pairs that wait for it. However a thread ends,
+//! the staging area stays mapped until CUDA's last copy has ended and has unpinned it; a context that is closed while CUDA does
+//! not answer leaves thread and staging area behind. At deregistration the
 //! daemon writes no more records for the region, and the program waits for those that it has written ([`DeviceCopier::release`]).
 
 use crate::error::{ClientError, Result};
@@ -19,7 +21,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Copies that are submitted together.
 const BATCH_MAX: usize = 32;
@@ -29,6 +31,8 @@ const QUESTIONS: u32 = 64;
 const PAUSE: Duration = Duration::from_micros(20);
 /// Longest sleep without records.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// Longest wait for the threads when the context is closed.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// Longest time between two looks at the copies for which a deregistration waits.
 const DRAIN_STEP: Duration = Duration::from_millis(10);
 
@@ -89,6 +93,18 @@ impl CopierState {
             waiters = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
+    /// Waits until the thread uses CUDA no more. False if it still does at `latest`.
+    fn await_closed(&self, latest: Instant) -> bool {
+        let mut waiters = lock(&self.waiters);
+        while !self.has_failed.load(Ordering::Acquire) {
+            if Instant::now() >= latest {
+                return false;
+            }
+            let waited = self.change.wait_timeout(waiters, DRAIN_STEP);
+            waiters = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
 }
 
 /// The thread of a worker's ring.
@@ -113,6 +129,15 @@ pub struct DeviceCopier {
 }
 
 impl DeviceCopier {
+    /// Whether this process has all that the threads need, before the daemon is asked for rings: it gives them once.
+    ///
+    /// # Errors
+    /// A library without the functions that copies need.
+    pub(super) fn check() -> Result<()> {
+        let is_whole = CudaDriver::find().is_some_and(|driver| CudaCopies::has_functions(&driver));
+        is_whole.then_some(()).ok_or(ClientError::Unexpected("a CUDA driver library without the functions for copies"))
+    }
+
     /// Starts the threads for the rings of the daemon's workers, whose segments these are.
     ///
     /// # Errors
@@ -145,28 +170,30 @@ impl DeviceCopier {
         DeviceRegistration { id }
     }
 
-    /// Forgets a range that the daemon does not use any more, when the copies that it has begun have ended.
-    pub(super) fn release(&self, registration: &DeviceRegistration) {
+    /// Waits until the copies that the daemon has begun so far have ended.
+    pub(super) fn await_begun(&self) {
         for RingThread { state, waker, .. } in &self.threads {
             state.await_ended(waker.written());
         }
-        lock(&self.ranges).list.retain(|range| range.id != registration.id);
     }
 
-    /// In a child after fork: the threads are the parent's.
-    pub(super) fn abandon(mut self) {
-        for thread in &mut self.threads {
-            std::mem::forget(thread.thread.take());
-        }
+    /// Forgets a range that the daemon does not use any more, when the copies that it has begun have ended.
+    pub(super) fn release(&self, registration: &DeviceRegistration) {
+        self.await_begun();
+        lock(&self.ranges).list.retain(|range| range.id != registration.id);
     }
 }
 
 impl Drop for DeviceCopier {
     fn drop(&mut self) {
-        for RingThread { state, waker, thread } in &mut self.threads {
+        for RingThread { state, waker, .. } in &self.threads {
             state.stops.store(true, Ordering::Release);
             waker.wake();
-            if let Some(thread) = thread.take() {
+        }
+        let latest = Instant::now() + CLOSE_MAX;
+        for RingThread { state, thread, .. } in &mut self.threads {
+            // Where CUDA does not answer, the thread goes on alone: it owns what CUDA uses, and gives it back once CUDA answers.
+            if let Some(thread) = thread.take().filter(|_| state.await_closed(latest)) {
                 // A thread that has panicked has ended.
                 let _ = thread.join();
             }
@@ -181,6 +208,17 @@ struct RingBody {
     state: Arc<CopierState>,
     ranges: Arc<Mutex<DeviceRanges>>,
     alarm: WorkerAlarm,
+}
+
+impl Drop for RingBody {
+    fn drop(&mut self) {
+        if self.copies.close().is_err() {
+            // CUDA may still write to the staging area, or has it pinned: it stays mapped for as long as the process.
+            std::mem::forget(self.ring.waker());
+        }
+        // Only now may a program that waits free its memory.
+        self.state.fail();
+    }
 }
 
 /// Why a thread ends.
@@ -204,20 +242,22 @@ struct OpenBatch {
 
 impl RingBody {
     fn run(mut self) {
+        if let BatchEnd::Failed(ticket) = self.work() {
+            self.ring.fail(ticket);
+            self.alarm.ring();
+        }
+    }
+
+    fn work(&mut self) -> BatchEnd {
         let mut next = None;
         while !self.state.stops.load(Ordering::Acquire) {
             match self.turn(next.take()) {
                 Ok(Some(record)) => next = Some(record),
-                Ok(None) => self.ring.sleep(SLEEP_MAX),
-                Err(end) => {
-                    if let BatchEnd::Failed(ticket) = end {
-                        self.ring.fail(ticket);
-                        self.alarm.ring();
-                    }
-                    return self.state.fail();
-                }
+                Ok(None) => self.ring.sleep(SLEEP_MAX, || self.state.stops.load(Ordering::Acquire)),
+                Err(end) => return end,
             }
         }
+        BatchEnd::Stopped
     }
 
     /// Submits the records so far, at most a batch, and waits for their end. Returns a record that is to be submitted next, if
@@ -275,8 +315,8 @@ impl RingBody {
     fn begin(&mut self, context: DeviceContext, record: &CopyRecord) -> std::result::Result<(), CudaError> {
         let host = self.ring.staging().wrapping_add(record.offset as usize);
         let len = record.len as usize;
-        // SAFETY: `take` has checked that the bytes are in the staging area, which stays mapped as long as the ring; the batch is
-        // waited for before the ring goes.
+        // SAFETY: `take` has checked that the bytes are in the staging area, which stays mapped as long as the ring; `drop` waits
+        // for all copies before the ring goes.
         unsafe {
             match record.direction {
                 CopyDirection::ToDevice => self.copies.to_device(context, host, record.device, len),

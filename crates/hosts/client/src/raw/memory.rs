@@ -121,7 +121,7 @@ pub fn may_copy_for_devices() -> bool {
 /// # Errors
 /// The daemon's refusal: EOPNOTSUPP where it allows no copiers.
 pub fn open_copier(context: &RawContext) -> Result<()> {
-    context.with_copier(|_| ())
+    context.copier().map(drop)
 }
 
 /// Whether `len` bytes at `addr` are in the memory of a device.
@@ -133,8 +133,7 @@ pub fn is_on_device(addr: u64, len: u64) -> bool {
 fn register_device(context: &RawContext, pd: u32, range: MemoryRange, device: DeviceContext) -> Result<RawMr> {
     let (addr, len) = (range.addr as u64, range.len as u64);
     // Before the daemon writes records for it.
-    let registration =
-        context.with_copier(|copier| copier.add(addr, len, device)).map_err(unreachable_without_copier)?;
+    let registration = context.copier().map_err(unreachable_without_copier)?.add(addr, len, device);
     let piece = MrPiece { addr, len, kind: MrPieceKind::Device };
     match ask(context, pd, range, vec![piece], &[]) {
         Ok((handle, lkey, rkey)) => {
@@ -206,7 +205,9 @@ pub fn unshare(context: &RawContext, registration: Option<MemorySharing>) {
         Some(MemorySharing::Pages(pages)) if context.is_alive() => swap::release(*pages),
         Some(MemorySharing::Device(device)) if context.is_alive() => {
             // There is one: it was opened for this registration.
-            let _ = context.with_copier(|copier| copier.release(&device));
+            if let Ok(copier) = context.copier() {
+                copier.release(&device);
+            }
         }
         other => std::mem::forget(other),
     }
