@@ -85,7 +85,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("open", Request::OpenContext { device: 0 }),
         ("impair", Request::Impair { device: 0, options: "loss=1%,rate=10Gbit".into(), time_ns: 1_000_000_000 }),
         ("capture", Request::Capture { device: 0, snap: 64 }),
-        ("kept-packets", Request::KeptPackets { qpn: 0x11f }),
+        ("kept-packets", Request::KeptPackets { of: burst_control::failures::PacketOwner::QueuePair(0x11f) }),
         ("cc", Request::Cc { from: Default::default() }),
         ("histograms", Request::Histograms),
         ("log", Request::Log { levels: Some("host=debug".into()) }),
