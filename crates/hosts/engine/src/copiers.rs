@@ -5,7 +5,7 @@
 //! the thread ([`burst_transport::CopyExecutor`]). A worker looks at its rings once in a pass, and never waits.
 //!
 //! Bytes to be sent are staged in blocks before a turn sends them. A block is used again when it was sent, or was not used for
-//! [`UNUSED_PASSES`] passes.
+//! `UNUSED_PASSES` passes.
 //!
 //! **Bounds.** Of a copier: [`COPY_RING_ENTRIES`] open copies, [`RECEIVE_BYTES`] staged bytes, [`TRAILING_MAX`] queue pairs that
 //! wait for it with received bytes. What finds no room is dropped like a packet without a buffer, and sent again.

@@ -1,14 +1,14 @@
 //! The copier of a context: threads that copy between the staging areas of the daemon's workers and the memory of a GPU.
 //!
 //! It exists once the program has registered such memory. For each worker there is a ring ([`burst_shm::copy_ring`]) and a
-//! thread, which works off its records in their order: it submits up to [`BATCH_MAX`] copies, asks for their end, tells the
+//! thread, which works off its records in their order: it submits up to `BATCH_MAX` copies, asks for their end, tells the
 //! worker, and sleeps when there are no more. CUDA's locks are the program's, too: while a kernel of it spins until bytes arrive,
 //! and CUDA makes copies wait for the kernel, both wait for ever.
 //!
 //! A copy that fails ends the copier of that worker: the daemon ends the queue pairs that wait for it. However a thread ends,
 //! the staging area stays mapped until CUDA's last copy has ended and has unpinned it; a context that is closed while CUDA does
 //! not answer leaves thread and staging area behind. At deregistration the
-//! daemon writes no more records for the region, and the program waits for those that it has written ([`DeviceCopier::release`]).
+//! daemon writes no more records for the region, and the program waits for those that it has written (`DeviceCopier::release`).
 
 use crate::error::{ClientError, Result};
 use crate::raw::context::WorkerAlarm;
