@@ -154,10 +154,14 @@ impl QpnSpace {
 /// Freed slots that rest before the oldest of them may be drawn again.
 pub const REST: usize = 1024;
 
+/// Entries of a page.
+const PAGE_WORDS: usize = 4096 / size_of::<u32>();
+
 /// Finds the entry in a worker's table that belongs to a number. Entry 0 is never used: it stands for "none".
 #[derive(Debug)]
 pub(crate) struct Directory {
-    /// Entry of each slot. Only pages with a queue pair occupy memory.
+    /// Entry of each slot. All pages are there from the start: slots are random, so some hundred queue pairs would touch them
+    /// all.
     entries: ZeroedWords<{ SLOT_MAX as usize }>,
     /// Freed entries, the smallest first, so that the table can shrink.
     free: BinaryHeap<Reverse<u32>>,
@@ -167,7 +171,9 @@ pub(crate) struct Directory {
 
 impl Directory {
     pub fn new() -> Directory {
-        Directory { entries: ZeroedWords::new(), free: BinaryHeap::new(), end: 1 }
+        let mut entries = ZeroedWords::new();
+        (0..SLOT_MAX as usize).step_by(PAGE_WORDS).for_each(|word| entries[word] = 0);
+        Directory { entries, free: BinaryHeap::new(), end: 1 }
     }
 
     /// Entries that queue pairs have.
