@@ -242,11 +242,17 @@ impl Copier {
         }
         let before = self.used;
         let offset = self.take_bytes(span.len() as u64).ok_or(Unreachable::Late)?;
-        if self.ring.room() == 0 || !self.note_trailing(self.ring.last() + 1) {
+        // What is noted waits for a ticket, so it must be given then.
+        let staged = match self.ring.room() {
+            0 => Err(Unreachable::Late),
+            _ => self.ring.staging(offset as usize, span.len()).write_pieces(pieces),
+        };
+        let staged = staged
+            .and_then(|()| if self.note_trailing(self.ring.last() + 1) { Ok(()) } else { Err(Unreachable::Late) });
+        if let Err(why) = staged {
             self.used = before;
-            return Err(Unreachable::Late);
+            return Err(why);
         }
-        self.ring.staging(offset as usize, span.len()).write_pieces(pieces)?;
         let ticket = self.ring.write(CopyDirection::ToDevice, offset as u32, span.as_ptr() as u64, span.len() as u32);
         let end = self.end_at(ticket);
         self.ends[end] = self.used;
