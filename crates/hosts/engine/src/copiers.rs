@@ -84,6 +84,8 @@ pub struct Copier {
     has_unposted: bool,
     /// Whether queue pairs wait for bytes to be sent that found no place in `trailing`.
     wakes_all: bool,
+    /// Where the walk over the worker's table goes on that calls them.
+    walk: Option<u32>,
 }
 
 impl Copier {
@@ -111,6 +113,7 @@ impl Copier {
             calling,
             has_unposted,
             wakes_all,
+            walk: None,
         })
     }
 
@@ -173,11 +176,13 @@ impl Copier {
         self.pass += 1;
         let has_changed = self.ring.refresh();
         self.free_ended();
-        // Queue pairs for which there was no block.
+        has_changed || self.wakes_waiting()
+    }
+
+    /// Whether queue pairs for which there was no block, or no place in the list, can be called now.
+    fn wakes_waiting(&self) -> bool {
         let done = self.ring.counts().done;
-        has_changed
-            || self.trailing.iter().any(|trailing| trailing.last <= done)
-            || (self.wakes_all && done == self.ring.last())
+        self.trailing.iter().any(|trailing| trailing.last <= done) || (self.wakes_all && done == self.ring.last())
     }
 
     /// The block of the queue pair of this call that has the byte at `addr`.
@@ -374,7 +379,9 @@ impl Copiers {
 
     /// Whether a program has ended copies since the last pass, or has not been shown some.
     pub fn has_changes(&self) -> bool {
-        let has_changes = |copier: &Copier| copier.has_unposted || copier.ring.has_changes();
+        let has_changes = |copier: &Copier| {
+            copier.has_unposted || copier.walk.is_some() || copier.wakes_waiting() || copier.ring.has_changes()
+        };
         self.active.iter().filter_map(|context| self.of[*context as usize].as_deref()).any(has_changes)
     }
 
@@ -400,15 +407,36 @@ impl Copiers {
         Some(Qpn::new(trailing.qpn))
     }
 
-    /// Whether all queue pairs of a context must be called: more wait than are noted.
-    pub fn take_wakes_all(&mut self, context: u32) -> bool {
-        let copier = self.of.get_mut(context as usize).and_then(Option::as_mut);
-        copier.is_some_and(|copier| std::mem::take(&mut copier.wakes_all))
+    fn of_mut(&mut self, context: u32) -> Option<&mut Copier> {
+        self.of.get_mut(context as usize)?.as_deref_mut()
+    }
+
+    /// Begins to call all queue pairs of a context, if more wait than are noted and no walk is under way.
+    pub fn begin_walk(&mut self, context: u32) {
+        if let Some(copier) = self.of_mut(context).filter(|copier| copier.walk.is_none())
+            && std::mem::take(&mut copier.wakes_all)
+        {
+            copier.walk = Some(0);
+        }
+    }
+
+    /// Where the walk of a context goes on, and how far its program is.
+    pub fn walk(&mut self, context: u32) -> Option<(u32, CopyProgress)> {
+        let copier = self.of_mut(context)?;
+        copier.walk.map(|from| (from, copier.progress()))
+    }
+
+    /// Where it goes on in the next pass; `None`: it has ended.
+    pub fn set_walk(&mut self, context: u32, from: Option<u32>) {
+        if let Some(copier) = self.of_mut(context) {
+            copier.walk = from;
+        }
     }
 
     /// Takes the copier of `active` number `at` off if nothing of it is under way. Returns whether it was.
     pub fn rest(&mut self, at: usize) -> bool {
-        let is_open = self.of[self.active[at] as usize].as_deref().is_some_and(Copier::is_open);
+        let goes_on = |copier: &Copier| copier.is_open() || copier.walk.is_some() || copier.wakes_waiting();
+        let is_open = self.of[self.active[at] as usize].as_deref().is_some_and(goes_on);
         if !is_open {
             self.active.swap_remove(at);
         }
